@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from itertools import chain
@@ -10,6 +11,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
+from lightning.pytorch.plugins.precision import DoublePrecision, HalfPrecision
 from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 from torch import Tensor
 
@@ -236,9 +238,8 @@ class ConversationDataModule(ResponseDataModule):
                 raise DataError(
                     "own_answers needs the model: call trainer.fit(module, data)."
                 )
-            # A checkpoint is loaded later, and Lightning moves the model there later too.
-            module.to(self.trainer.strategy.root_device)  # type: ignore[union-attr]
-            answered = with_own_answers(records, module)
+            with _as_in_evaluation(module):
+                answered = with_own_answers(records, module)
             if name == "train":
                 self._note_own_answers(
                     records, answered, module.generation.max_new_tokens
@@ -267,6 +268,21 @@ class ConversationDataModule(ResponseDataModule):
 
     def _not_trained_in_encoding(self) -> int:
         return self._own_left_out
+
+
+@contextmanager
+def _as_in_evaluation(module: LanguageModelModule) -> Iterator[None]:
+    """The model where and in the precision in which the trainer is to run it.
+
+    Data are set up before Lightning does either, and before a checkpoint is loaded.
+    """
+    plugin = module.trainer.precision_plugin
+    module.to(module.trainer.strategy.root_device)
+    # Of bf16-true and its like, which convert the weights themselves.
+    if isinstance(plugin, (HalfPrecision, DoublePrecision)):
+        plugin.convert_module(module)
+    with plugin.forward_context():
+        yield
 
 
 def read_prompt_to_keep(row: Any, where: str) -> Record:

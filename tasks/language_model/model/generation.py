@@ -3,11 +3,16 @@
 What is drawn depends on the prompts of the batch, the settings and their seed, not on what was
 drawn before, and the random state of a training run is left alone. A model's own generation
 defaults (its generation_config) do not apply.
+
+A model whose weights are in float32 answers in float32, under a mixed precision too: then an answer
+does not depend on the other prompts of its batch or on padding, and is what the export writes. In
+bfloat16 two tokens of about the same probability change places by either.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -111,6 +116,15 @@ def generate_answers(
     return reports
 
 
+def precision_of_weights(model: nn.Module) -> AbstractContextManager[Any]:
+    """No autocast around a model in float32; around others what is there already."""
+    weights = [*model.parameters()]
+    # Parts of several precisions, as adapters on a base in bfloat16, may need it to fit together.
+    if any(weight.dtype != torch.float32 for weight in weights):
+        return nullcontext()
+    return torch.autocast(weights[0].device.type, enabled=False)
+
+
 def generate_ids(
     model: nn.Module,
     prompts: Sequence[Sequence[int]],
@@ -141,7 +155,11 @@ def generate_ids(
         **(drawing if settings.sample else {}),
     )
     try:
-        with inference(model, reference), replayed_random_state(base.device):
+        with (
+            inference(model, reference),
+            replayed_random_state(base.device),
+            precision_of_weights(base),
+        ):
             torch.manual_seed(int(digest(settings.seed, filled)[:15], 16))
             whole = base.generate(input_ids=ids, attention_mask=mask)
     finally:

@@ -15,9 +15,12 @@ import torch
 from pl_pointwise.data import categories_of
 from pl_pointwise.errors import DataError
 from pl_pointwise.tasks import ConversationDataModule, ConversationModule
+from pl_pointwise.tasks.conversation.module import ConversationEvaluation
+from pl_pointwise.tasks.language_model.model.generation import Generation
 from pl_pointwise.tasks.language_model.model.loading import Policy
 from tests.tasks.conftest import (
     quiet_trainer,
+    read_rows,
     response_by_hand,
     save_llama,
     shared_units,
@@ -246,3 +249,58 @@ def test_own_answers_stand_in_the_place_of_the_files(
         trainer.fit(module, data)
     texts = [record.answers[0] for record in data.datasets["train"].records]
     assert texts == [f"Mine {i}." for i in range(10) if i not in (3, 5, 7)] + ["New."]
+
+
+def test_own_answers_are_those_of_the_evaluation(
+    language_model_folder, tmp_path
+) -> None:
+    """Under bf16-mixed 11 of 26 were other texts than the untrained model's in `test`."""
+    rows = [{"prompt": chr(97 + i % 26) * (1 + i // 2) + "?"} for i in range(48)]
+    evaluation = {"answer_in": ["train"], "keep_tolerance": 0.05}
+    evaluation |= {"prefer_tolerance": None, "avoid_tolerance": None}
+    module = made(
+        language_model_folder,
+        moved=False,
+        keep_tolerance=0.05,
+        prefer_tolerance=None,
+        avoid_tolerance=None,
+        refuse_tolerance=None,
+        objective_roles=["keep"],
+        generation=Generation(max_new_tokens=64),
+        evaluation=ConversationEvaluation(**evaluation, refuse_tolerance=None),
+    )
+    file = written(tmp_path, rows)
+    data = data_of(None, keep_file=file, own_answers=True, eval_batch_size=5)
+    trainer = quiet_trainer(tmp_path, max_epochs=0, precision="bf16-mixed")
+    with pytest.warns(UserWarning, match="own_answers: left out"):
+        trainer.fit(module, data)
+    trainer.test(module, data, verbose=False)
+    answers = read_rows(tmp_path / "answers/train.jsonl")
+    assert len(answers) > 3
+    for answer in answers:
+        assert answer["before"] == answer["answer"]
+        assert answer["before"].strip() == answer["wanted"]
+
+
+@pytest.mark.parametrize(
+    ("precision", "weights"),
+    [("bf16-true", torch.bfloat16), ("64-true", torch.float64)],
+)
+def test_own_answers_are_written_in_the_precision_of_the_run(
+    precision, weights, language_model_folder, tmp_path
+) -> None:
+    """Lightning converts the weights only after the data are set up."""
+    module = made(language_model_folder, moved=False, keep_tolerance=0.05)
+    seen: list[Any] = []
+
+    def answers_to(prompts: list[Any], *, reference: bool) -> list[dict[str, Any]]:
+        seen.extend((module.model.dtype, torch.get_default_dtype()))
+        return [{"answer": "Mine.", "cut": False} for _ in prompts]
+
+    module.answers_to = answers_to
+    file = written(tmp_path, [{"prompt": "a", "role": "keep", "answer": "A."}])
+    data = data_of(file, own_answers=True)
+    trainer = quiet_trainer(tmp_path, max_epochs=0, precision=precision)
+    trainer.fit(module, data)
+    assert seen == [weights, weights]
+    assert torch.get_default_dtype() == torch.float32

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,11 @@ from pl_pointwise.tasks import Policy, When2CallModule
 from pl_pointwise.tasks.language_model.likelihood.batch import collate_responses
 from pl_pointwise.tasks.language_model.likelihood.scoring import base_of
 from pl_pointwise.tasks.language_model.model.adapters import Lora
-from pl_pointwise.tasks.language_model.model.generation import Generation, generate_ids
+from pl_pointwise.tasks.language_model.model.generation import (
+    Generation,
+    generate_ids,
+    precision_of_weights,
+)
 from tests.tasks.conftest import adapt, build_model, move_adapters
 
 END = 2
@@ -66,6 +71,36 @@ def test_greedy_answers_in_a_batch_are_those_of_each_prompt_by_hand(
     expected = [greedy_by_hand(model, prompt, ends) for prompt in prompts_of()]
     assert len(expected[1]) < 9
     assert answers(model, GREEDY, ends) == expected
+
+
+def test_a_model_in_float32_answers_under_bf16_mixed_as_without_it() -> None:
+    """Own answers to keep were other texts than the same model's in evaluation, 11 of 26."""
+    model = build_model("llama").eval()
+    prompts = prompts_of(range(4, 28, 2))
+    long = Generation(max_new_tokens=40)
+
+    def texts(order: Sequence[int], size: int, mixed: bool) -> dict[int, list[int]]:
+        found: dict[int, list[int]] = {}
+        with torch.autocast("cpu", torch.bfloat16, enabled=mixed):
+            for start in range(0, len(order), size):
+                some = order[start : start + size]
+                ids = generate_ids(model, [prompts[i] for i in some], long, ends=(END,))
+                found |= dict(zip(some, ids, strict=True))
+            assert torch.is_autocast_enabled("cpu") == mixed
+        return found
+
+    alone = texts(range(12), 1, mixed=False)
+    for order, size in ((range(12), 8), (range(11, -1, -1), 5)):
+        assert texts(order, size, mixed=True) == alone
+
+
+def test_a_base_in_bfloat16_with_adapters_in_float32_answers_under_bf16_mixed() -> None:
+    """Without autocast such parts may not fit together."""
+    model = adapt(build_model("llama").to(torch.bfloat16), target_modules=["lm_head"])
+    assert {weight.dtype for weight in model.parameters()} > {torch.bfloat16}
+    with torch.autocast("cpu", torch.bfloat16):
+        assert isinstance(precision_of_weights(model), nullcontext)
+        assert len(answers(model, GREEDY)) == len(prompts_of())
 
 
 def test_drawn_answers_depend_on_prompts_and_seed_not_on_what_was_drawn_before() -> (
