@@ -242,6 +242,13 @@ class ConversationModule(LanguageModelModule):
             roles.add("keep")
         return roles
 
+    @property
+    def learnt_roles(self) -> set[str]:
+        """Role learn, with the objective "cross_entropy" all of it, and by replay those to keep."""
+        learnt = {role for role in self.objective_roles if role == "learn"}
+        kept = {"keep"} if self.replay > 0 else set[str]()
+        return super().learnt_roles | learnt | kept
+
     # Evaluation -----------------------------------------------------------------------------------
 
     def evaluation_metrics(self) -> Metrics:

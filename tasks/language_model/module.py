@@ -308,6 +308,11 @@ class LanguageModelModule(PointwiseModule):
         """The roles of which a record in the objective has a response."""
         return set(self.objective_roles)
 
+    @property
+    def learnt_roles(self) -> set[str]:
+        """Roles of answers that the objective makes likely by cross-entropy."""
+        return {*self.objective_roles} if self.trained_on == "cross_entropy" else set()
+
     def prepare_fit(self) -> None:
         """At the start: training mode, a new choice of the scoring method, the reference cache."""
         self.train()
