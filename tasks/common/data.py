@@ -180,7 +180,8 @@ class RecordsDataModule(PointwiseDataModule):
         splits = {split: all_splits[split] for split in SPLITS if split in all_splits}
         sources = {}
         for split in splits:
-            sources[split] = named[split] or f"the {split} part of {named['train']}"
+            part = files_of(splits[split]) or named["train"]
+            sources[split] = named[split] or f"the {split} part of {part}"
         warn_of_shared(splits, sources)
         return splits
 
@@ -201,11 +202,10 @@ class RecordsDataModule(PointwiseDataModule):
             self._not_trained.pop(key, None)
             if held and share > 0:
                 option = self.fraction_option.format(split)
-                of = (
-                    f"{records_in_words(held)} of {source}"
-                    if source
-                    else records_in_words(held)
-                )
+                # Of several files perhaps not all: what is learnt is never held out.
+                names = files_of(records[split]) if source else ""
+                of = records_in_words(held)
+                of += f" of {names}" if names else ""
                 self._not_trained[key] = (
                     f"{of} {'is' if held == 1 else 'are'} held out as {split} ({option} {share:g}):"
                     " set it to 0 to train on all."
@@ -336,6 +336,12 @@ def counted(rows: Iterable[Any]) -> tuple[Iterator[Any], Callable[[], int]]:
             yield row
 
     return counting(), lambda: taken
+
+
+def files_of(records: Iterable[Any]) -> str:
+    """The files, or data sets, that these records are from, in the order of their first."""
+    names = [record.where.rpartition(", ")[0] or record.where for record in records]
+    return ", ".join(dict.fromkeys(names))
 
 
 def records_in_words(number: int) -> str:

@@ -13,6 +13,7 @@ import re
 import zlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from difflib import get_close_matches
 from typing import Any, TypeVar
 
 import pyarrow.ipc
@@ -397,8 +398,11 @@ def field(row: dict[str, Any], name: str, where: str, prefix: str = "") -> Any:
     """``row[name]``; ``prefix`` names the row within its record, for the message."""
     if name not in row:
         names = ", ".join(map(shown, list(row)[:12])) or "nothing"
+        # Another spelling of it stands there, which the user takes for it.
+        found = get_close_matches(name, [str(key) for key in row], 1, cutoff=0.7)
+        remedy = f"Write {shown(found[0])} so" if found else "Add it"
         raise DataError(
-            f'{where}: field "{prefix}{name}" is missing (found: {names}). Add it.'
+            f'{where}: field "{prefix}{name}" is missing (found: {names}). {remedy}.'
         )
     return row[name]
 
@@ -415,6 +419,18 @@ def text_field(value: Any, name: str, where: str) -> str:
 def bad_field(where: str, name: str, problem: str, remedy: str) -> DataError:
     """The error about one field of one record."""
     return DataError(f'{where}: field "{name}" {problem}. {remedy}.')
+
+
+def did_you_mean(word: Any, known: Iterable[str], before: str = "") -> str:
+    """A question for the nearest known word, with a blank behind it; "" where none is near.
+
+    >>> did_you_mean("anwser", ["answer", "prompt"])
+    'Did you mean "answer"? '
+    """
+    if not isinstance(word, str):
+        return ""
+    near = get_close_matches(word.strip().lower(), [*known], 1, cutoff=0.7)
+    return f'{before}Did you mean "{near[0]}"? ' if near else ""
 
 
 def shown(value: Any) -> str:

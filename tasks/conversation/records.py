@@ -21,7 +21,13 @@ from functools import partial
 from typing import Any
 
 from pl_pointwise.errors import DataError
-from pl_pointwise.tasks.common.records import Row, bad_field, kind, shown
+from pl_pointwise.tasks.common.records import (
+    Row,
+    bad_field,
+    did_you_mean,
+    kind,
+    shown,
+)
 from pl_pointwise.tasks.language_model.text.messages import (
     from_text,
     is_turns,
@@ -64,8 +70,14 @@ _FIELDS = {
 }
 
 
-def parse_response(value: Any, where: str, name: str) -> Response:
-    """A response and its options; other fields are refused, as a misspelt bound would not hold."""
+def parse_response(
+    value: Any, where: str, name: str, prefix: str | None = None
+) -> Response:
+    """A response and its options; other fields are refused, as a misspelt bound would not hold.
+
+    prefix: what stands before its fields in messages; "" where they are the record's own.
+    """
+    prefix = f"{name}." if prefix is None else prefix
     if not isinstance(value, dict):
         raise bad_field(where, name, f"is {kind(value)}", "Give {role, content}")
     fields = {key: entry for key, entry in value.items() if entry is not None}
@@ -74,15 +86,13 @@ def parse_response(value: Any, where: str, name: str) -> Response:
     # A misspelt tolerance would be the role's in silence.
     if unknown:
         problem = f"has the field {shown(min(unknown))}"
-        raise bad_field(where, name, problem, f"Its fields are {', '.join(known)}")
+        near = did_you_mean(min(unknown), known)
+        remedy = f"{near}Its fields are {', '.join(known)}"
+        raise bad_field(where, name, problem, remedy)
     role = fields.get("role")
-    if role not in ROLES:
-        problem = "is missing" if role is None else f"is {shown(role)}"
-        raise bad_field(
-            where, f"{name}.role", problem, f"Give one of {', '.join(ROLES)}"
-        )
-    relative = "relative" in fields and flag(fields, "relative", where, f"{name}.")
-    refusal = "refusal" in fields and flag(fields, "refusal", where, f"{name}.")
+    _check_role(role, where, f"{prefix}role")
+    relative = "relative" in fields and flag(fields, "relative", where, prefix)
+    refusal = "refusal" in fields and flag(fields, "refusal", where, prefix)
     refusal = refusal or role == "refuse"
     message = {key: fields[key] for key in _CONTENT if key in fields}
     # Refusals have texts in the settings; of anything else nobody knows what is meant.
@@ -99,6 +109,15 @@ def parse_response(value: Any, where: str, name: str) -> Response:
         relative=relative,
         refusal=refusal,
     )
+
+
+def _check_role(role: Any, where: str, name: str) -> None:
+    """Refuses what is no role; ``name`` is the field's in the record."""
+    if role in ROLES:
+        return
+    problem = "is missing" if role is None else f"is {shown(role)}"
+    near = did_you_mean(role, ROLES)
+    raise bad_field(where, name, problem, f"{near}Give one of {', '.join(ROLES)}")
 
 
 def _bound_of_its_own(
@@ -196,7 +215,7 @@ def _single(schema: str, row: dict[str, Any], where: str, role: str) -> Record:
     if "role" not in options and truth(dict.get(row, "label")) is not None:
         role = "prefer" if flag(row, "label", where) else "avoid"
     response = parse_response(
-        {"role": role, **options, "content": "as below"}, where, name
+        {"role": role, **options, "content": "as below"}, where, name, prefix=""
     )
     response = replace(response, answer=parse_answer(answer, where, name))
     return make_record(row, messages, [response], where)
@@ -266,7 +285,8 @@ def read_record(
         row.read |= _ANSWERS
         _check_spelling(row, where)
         options = {key: row[key] for key in _BOUND if row.get(key) is not None}
-        refusal = parse_response({"role": "refuse", **options}, where, "role")
+        given = {"role": "refuse", **options}
+        refusal = parse_response(given, where, "role", prefix="")
         return make_record(row, conversation(row, where), [refusal], where)
     name = told(row, where)
     if name in ("records", "answer"):  # Our own.
@@ -310,8 +330,22 @@ def told(row: Mapping[str, Any], where: str) -> str:
             f"{where}: the fields ({names}) are known by other names. Write them in lower case "
             "and without blanks."
         )
+    near = _near_fields(row)
     raise DataError(
-        f"{where}: the fields ({names}) are of no schema that is known ({', '.join(SCHEMAS)}). "
+        f"{where}: the fields ({names}) are of no schema that is known. {near}"
         "Give {prompt, answer}, and perhaps role, or {prompt, responses: [{role, content}]}; "
-        'a prompt alone is read with "role": "refuse", or from keep_file with own_answers.'
+        'a prompt alone is read with "role": "refuse", or from keep_file with '
+        "--data.init_args.own_answers true, by which the model answers it itself."
+    )
+
+
+_FIELD_NAMES = sorted({*PROMPTS, *_TEXTS, "role", *_BOUND, "system", "tools"})
+
+
+def _near_fields(row: Mapping[str, Any]) -> str:
+    """Of names that are not read the nearest that are; "" where none is near."""
+    return "".join(
+        did_you_mean(name, _FIELD_NAMES, f"{shown(name)}: ")
+        for name in row
+        if name not in _FIELD_NAMES
     )

@@ -41,6 +41,26 @@ def test_what_a_fraction_holds_out_is_told_with_its_option(
     assert data.not_trained_on() == []
 
 
+def test_only_files_that_something_is_held_out_of_are_named(
+    language_model_folder, tmp_path
+) -> None:
+    """All records of new.jsonl were trained on, as they have to be, and it was named too."""
+    new = str(write_rows(tmp_path / "new.jsonl", rows_of(6, "learn")))
+    others = [{"prompt": f"Ask {i}?", "answer": f"{i}."} for i in range(20)]
+    general = str(write_rows(tmp_path / "general.jsonl", others))
+    data = data_of(
+        None,
+        language_model_folder,
+        learn_file=new,
+        keep_file=general,
+        val_fraction=0.2,
+        stage="fit",
+    )
+    (sentence,) = data.not_trained_on()
+    assert sentence.startswith(f"4 records of {general} are held out as val ")
+    assert new not in sentence
+
+
 def test_records_that_cannot_be_used_are_told(language_model_folder, tmp_path) -> None:
     long = {"prompt": "Long.", "answer": "x" * 500, "role": "reference"}
     file = written(tmp_path, [*rows_of(8), {"question": 3}, "{half", long])

@@ -205,6 +205,37 @@ BAD_ROWS: list[tuple[dict[str, Any], list[str]]] = [
     ),
 ]
 BAD_ROWS += [
+    # What the record has is "role": there is no "answer.role" that anybody could mend.
+    (
+        {"prompt": "Hi", "answer": "yes", "role": "prefered"},
+        ['field "role" is', "'prefered'", 'Did you mean "prefer"?', "keep, forget"],
+    ),
+    (
+        {"prompt": "Hi", "answer": "yes", "role": "keep", "relative": 3},
+        ['field "relative" is a number'],
+    ),
+    (
+        {"prompt": "Hi", "role": "refuse", "relative": 3},
+        ['field "relative" is a number'],
+    ),
+    (
+        {"prompt": "Hi", "responses": [{"role": "prefered", "content": "x"}]},
+        ['field "responses[0].role" is', 'Did you mean "prefer"?'],
+    ),
+    (
+        {"prompt": "Hi", "responses": [{"role": "keep", "contnt": "x"}]},
+        ["'contnt'", 'Did you mean "content"?'],
+    ),
+    ({"prompt": "Hi", "anwser": "yes"}, ["'anwser': Did you mean \"answer\"?"]),
+    (
+        {"promt": "Hi", "respones": []},
+        ['Did you mean "prompt"?', 'Did you mean "responses"?'],
+    ),
+    ({"promt": "Hi", "answer": "yes"}, ['"prompt" is missing', "Write 'promt' so"]),
+    # The option itself.
+    ({"prompt": "Hi"}, ["keep_file with --data.init_args.own_answers true"]),
+]
+BAD_ROWS += [
     ({"prompt": "Hi", "responses": [bad]}, words) for bad, words in BAD_RESPONSES
 ]
 
@@ -214,6 +245,9 @@ def test_bad_row_is_refused_by_file_and_line(row, words) -> None:
     with pytest.raises(DataError) as found:
         read_record(row, "f, line 3")
     assert all(word in str(found.value) for word in ["f, line 3", *words])
+    # Names of the package's own, which no file has.
+    assert "answer.role" not in str(found.value)
+    assert "when2call" not in str(found.value)
 
 
 def test_other_fields_of_public_data_are_named_once_a_file() -> None:
