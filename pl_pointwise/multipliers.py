@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from .errors import TrainingError
+from .lagrangian.terms import OF_METHODS, Words
 
 
 class Multipliers(Mapping[str, Tensor]):
@@ -33,6 +34,7 @@ class Multipliers(Mapping[str, Tensor]):
         self.samples = samples
         # (N,), of each sample, where a row is a group's.
         self.groups: Tensor | None = None
+        self.words: Words = OF_METHODS  # How errors call what its user gives.
         self._tables: dict[str, Tensor] = {}
         self._initial: dict[str, Tensor] = {}  # Of tables that are not allocated yet.
 
@@ -113,6 +115,7 @@ class Multipliers(Mapping[str, Tensor]):
         """A store for another training set, from 0 or from what :meth:`set` was given before."""
         store = Multipliers(samples)
         store._initial = dict(self._initial)
+        store.words = self.words
         return store
 
     def pending(self) -> dict[str, Tensor]:
@@ -137,8 +140,13 @@ class Multipliers(Mapping[str, Tensor]):
             for name, table in state.items()
         }
 
-    def table(self, name: str, shape: tuple[int, ...] | None = None) -> Tensor:
-        """λ of a constraint, not a copy; of a shape allocated where it is not yet, or refused."""
+    def table(
+        self, name: str, shape: tuple[int, ...] | None = None, *, square: bool = False
+    ) -> Tensor:
+        """λ of a constraint, not a copy; of a shape allocated where it is not yet, or refused.
+
+        square: whether a sample has as many values as its batch has samples.
+        """
         if shape is None:
             return self._tables[name]
         if name not in self._tables:
@@ -147,17 +155,24 @@ class Multipliers(Mapping[str, Tensor]):
             if values is None:
                 raise TrainingError(
                     f'Constraint "{name}": initial multipliers of shape {tuple(initial.shape)} for '
-                    f"a table of shape {shape}. Give module.multipliers.set() one number, or that."
+                    f"a table of shape {shape}. Give {self.words.owner}.multipliers.set() one "
+                    "number, or that."
                 )
             self._tables[name] = values.clone()
             self._initial.pop(name, None)
         table = self._tables[name]
         if tuple(table.shape) != shape:
+            likely = (
+                "A sample has as many values here as the batch has samples: was (B, 1) put against "
+                "(B,) and broadcast to (B, B)? Then bring both to (B,), as by prediction[:, 0]. "
+                if square
+                else ""
+            )
             raise TrainingError(
                 f'Constraint "{name}": multipliers of shape {tuple(table.shape)}, values that need '
-                f"{shape}. A sample has as many values in every batch: pad to one width, not to "
-                "each batch's longest row, and mark what is missing in membership(). Of another "
-                "task, call multipliers.reset()."
+                f"{shape}. {likely}A sample has as many values in every batch: pad to one width, "
+                f"not to each batch's longest row, and mark what is missing in {self.words.masks}. "
+                f"Of another task, call {self.words.owner}.multipliers.reset()."
             )
         return table
 

@@ -51,7 +51,11 @@ from .trainer_settings import (
 )
 
 WORDS = Words(
-    "The objective of terms()", "The values of terms()", "The masks of terms()"
+    "The objective of terms()",
+    "The values of terms()",
+    "The masks of terms()",
+    index="The column index",
+    owner="trainer.constrained",
 )
 OF_TERMS = Door(
     objective="terms() and the model", values="terms() and the model", words=WORDS

@@ -30,7 +30,9 @@ class Door:
         'state["multipliers"][{name!r}] before it is loaded'
     )
     words: Words = field(
-        default_factory=lambda: Words("objective", "values", "masks", "strict")
+        default_factory=lambda: Words(
+            "objective", "values", "masks", "strict", "index", "constrained"
+        )
     )
 
 

@@ -111,13 +111,16 @@ class PerSample(Scope):
         samples = self.multipliers.samples
         if not samples:
             return torch.zeros_like(violation)
-        table = self.multipliers.table(self.name, (samples, violation.shape[1]))
+        width = violation.shape[1]
+        # Of (B, B), whose width is the batch's: the last one of an epoch is smaller.
+        square = width == len(violation) * self.sides
+        table = self.multipliers.table(self.name, (samples, width), square=square)
         try:
             rows = table[index].masked_fill_((index < 0)[:, None], 0.0)
         except IndexError as error:
             raise TrainingError(
                 f"Sample index {int(index.max())} is outside the training set of {samples} "
-                'samples: batch["index"] is the position in it.'
+                f"samples: {self.multipliers.words.index} is the position in it."
             ) from error
         # From memory that is not pinned a copy to a GPU makes the host wait for it.
         rows = rows.pin_memory() if violation.is_cuda else rows

@@ -145,6 +145,7 @@ class LagrangianState:
         self.multipliers = multipliers
         self.thresholds = thresholds
         multipliers.groups = self.groups
+        multipliers.words = self.door.words
         context = Context(
             multipliers=multipliers,
             thresholds=thresholds,
@@ -250,7 +251,7 @@ class LagrangianState:
                     "no such constraint" if formulation is None else repr(formulation)
                 )
                 self.warn(
-                    f'Multipliers of "{name}" are dropped: this module has {what}.'
+                    f'Multipliers of "{name}" are dropped: {self.door.words.owner} has {what}.'
                 )
                 multipliers.reset(name)
                 continue

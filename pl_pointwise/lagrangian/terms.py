@@ -117,6 +117,8 @@ class Words:
     values: str = "constraint_values()"
     masks: str = "membership()"
     strict: str = "strict_values()"
+    index: str = 'batch["index"]'
+    owner: str = "module"  #: of ``multipliers``
 
 
 OF_METHODS = Words()
@@ -137,7 +139,7 @@ def masks_from(
     all_real = bool(real.all())
     if not all_real and (index < PADDING).any():
         raise DataError(
-            f'batch["index"] holds {int(index.min())}: a position in the training set is a whole '
+            f"{words.index} holds {int(index.min())}: a position in the training set is a whole "
             f"number from 0, and {PADDING} is padding."
         )
     masks = dict.fromkeys(names, real := real.to(device, non_blocking=True))

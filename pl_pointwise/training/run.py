@@ -24,6 +24,7 @@ from ..evaluation import Evaluator
 from ..lagrangian.checks import Door
 from ..lagrangian.gradient_units import norm_of
 from ..lagrangian.lagrangian import Lagrangian
+from ..lagrangian.terms import OF_METHODS
 from ..printing import say
 from ..report.closing_table import Conditions
 from ..task import Task, notes_of, objects_of_all_ranks, warn
@@ -71,6 +72,7 @@ OF_MODULE = Door(
         "call module.multipliers.reset({name!r}) before fit; of a checkpoint, after "
         "load_from_checkpoint, and fit without ckpt_path"
     ),
+    words=OF_METHODS,
 )
 """How errors call the parts of a module."""
 

@@ -89,8 +89,7 @@ def parse_response(
         near = did_you_mean(min(unknown), known)
         remedy = f"{near}Its fields are {', '.join(known)}"
         raise bad_field(where, name, problem, remedy)
-    role = fields.get("role")
-    _check_role(role, where, f"{prefix}role")
+    role = _role(fields.get("role"), where, f"{prefix}role")
     relative = "relative" in fields and flag(fields, "relative", where, prefix)
     refusal = "refusal" in fields and flag(fields, "refusal", where, prefix)
     refusal = refusal or role == "refuse"
@@ -111,12 +110,13 @@ def parse_response(
     )
 
 
-def _check_role(role: Any, where: str, name: str) -> None:
-    """Refuses what is no role; ``name`` is the field's in the record."""
-    if role in ROLES:
-        return
-    problem = "is missing" if role is None else f"is {shown(role)}"
-    near = did_you_mean(role, ROLES)
+def _role(value: Any, where: str, name: str) -> str:
+    """The value, if it is a role; ``name`` is the field's in the record."""
+    role: str | None = next((known for known in ROLES if known == value), None)
+    if role is not None:
+        return role
+    problem = "is missing" if value is None else f"is {shown(value)}"
+    near = did_you_mean(value, ROLES)
     raise bad_field(where, name, problem, f"{near}Give one of {', '.join(ROLES)}")
 
 

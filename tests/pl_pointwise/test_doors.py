@@ -165,6 +165,47 @@ def test_what_a_loop_gives_is_refused_in_its_own_words(form: str) -> None:
     assert "membership()" not in str(refused.value)
 
 
+def test_values_that_were_broadcast_are_told_at_the_last_batch_too() -> None:
+    """It spoke of membership(), which a loop does not have, and not of the broadcast."""
+    loss = PointwiseLoss(BOUND, Pointwise(alpha=1.0, dual_lr=1.0), samples=10)
+    weight = torch.ones((), requires_grad=True)
+    targets = torch.linspace(0, 1, 10)
+
+    def step(rows: Tensor) -> None:
+        wrong = (weight * targets[rows, None] - targets[rows]).abs()
+        loss(weight * targets[rows], {"fit": wrong}, rows).backward()
+        loss.step()
+
+    step(torch.arange(6))
+    with pytest.raises(TrainingError) as caught:
+        step(torch.arange(6, 10))
+    for part in ("(B, 1) put against (B,)", "missing in masks.", "constrained.multi"):
+        assert part in str(caught.value)
+    assert "membership()" not in str(caught.value)
+
+
+def test_a_loop_is_told_of_its_own_index_and_multipliers() -> None:
+    """Errors spoke of batch["index"] and module.multipliers."""
+    weight = torch.ones((), requires_grad=True)
+
+    def of(index: list[int], before: Tensor | None = None) -> None:
+        loss = PointwiseLoss(BOUND, Pointwise(alpha=1.0, dual_lr=1.0), samples=4)
+        if before is not None:
+            loss.multipliers.set("fit", before)
+        values = weight * torch.ones(len(index))
+        loss(values, {"fit": values}, torch.tensor(index))
+
+    for index, before, said in (
+        ([0, 9], None, "samples: index is each sample's position"),
+        ([0, -7], None, "^index holds -7"),
+        ([0, 1], torch.ones(4, 3), r"Give constrained\.multipliers\.set"),
+    ):
+        with pytest.raises((DataError, TrainingError), match=said) as caught:
+            of(index, before)
+        assert 'batch["index"]' not in str(caught.value)
+        assert "module" not in str(caught.value)
+
+
 def test_parameters_that_are_none_are_refused() -> None:
     net = nn.Linear(3, 1)
     wrong: list[Any] = [net.weight, "weights", net.named_parameters(), net.state_dict()]
