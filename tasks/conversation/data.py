@@ -332,13 +332,26 @@ def with_own_answers(
                 problems.append(f"the model's own answer cannot be kept: {error}")
                 answered[place] = None
     kept = len(asked) - len(problems)
-    rank_zero_info(f"The model's own answers are kept of {kept:,} prompts.")
+    rank_zero_info(
+        f"The model's own answers are kept of {kept:,} prompts.{_of_half(module)}"
+    )
     # All are cut: max_new_tokens is too small, and the reason is worth more than a count.
     if problems and not kept:
         raise DataError(problems[0])
     if problems:
         report_skipped("own_answers", problems, kept)
     return [record for record in answered if record is not None]
+
+
+def _of_half(module: LanguageModelModule) -> str:
+    """That answers depend on their batch, where weights are in half precision; else ""."""
+    dtype = getattr(module.model, "dtype", torch.float32)
+    if dtype not in (torch.bfloat16, torch.float16):
+        return ""
+    return (
+        f" The weights are in {str(dtype).removeprefix('torch.')}: some answers may be other texts "
+        "in other batches, as of `test`; --model.init_args.policy.dtype float32 avoids it."
+    )
 
 
 def _with_kept_answer(record: Record, answer: str) -> Record:

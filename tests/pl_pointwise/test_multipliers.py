@@ -76,7 +76,7 @@ def test_rows_are_a_copy() -> None:
 @pytest.mark.parametrize("index", [[4], [0, 4], [2**40]])
 def test_index_outside_the_training_set_is_refused(index: list[int]) -> None:
     with pytest.raises(
-        TrainingError, match="outside the training set of 4.*index is the position"
+        TrainingError, match=r"outside the training set of 4.*index is the position"
     ):
         scope_of_samples(4).rows(torch.tensor(index), torch.zeros(len(index), 1))
 

@@ -287,9 +287,10 @@ def test_own_answers_are_those_of_the_evaluation(
     [("bf16-true", torch.bfloat16), ("64-true", torch.float64)],
 )
 def test_own_answers_are_written_in_the_precision_of_the_run(
-    precision, weights, language_model_folder, tmp_path
+    precision, weights, language_model_folder, tmp_path, caplog
 ) -> None:
     """Lightning converts the weights only after the data are set up."""
+    caplog.set_level("INFO")
     module = made(language_model_folder, moved=False, keep_tolerance=0.05)
     seen: list[Any] = []
 
@@ -303,4 +304,6 @@ def test_own_answers_are_written_in_the_precision_of_the_run(
     trainer = quiet_trainer(tmp_path, max_epochs=0, precision=precision)
     trainer.fit(module, data)
     assert seen == [weights, weights]
+    # In half precision an answer depends on its batch.
+    assert ("policy.dtype float32" in caplog.text) == (precision == "bf16-true")
     assert torch.get_default_dtype() == torch.float32
