@@ -350,7 +350,8 @@ def _of_half(module: LanguageModelModule) -> str:
         return ""
     return (
         f" The weights are in {str(dtype).removeprefix('torch.')}: some answers may be other texts "
-        "in other batches, as of `test`; --model.init_args.policy.dtype float32 avoids it."
+        "in other batches, as of `test`. --model.init_args.policy.dtype float32 avoids it, with "
+        "--trainer.precision bf16-mixed or 32-true."
     )
 
 

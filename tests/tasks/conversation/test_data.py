@@ -290,7 +290,7 @@ def test_own_answers_are_written_in_the_precision_of_the_run(
     precision, weights, language_model_folder, tmp_path, caplog
 ) -> None:
     """Lightning converts the weights only after the data are set up."""
-    caplog.set_level("INFO")
+    caplog.set_level("INFO", logger="lightning.pytorch.utilities.rank_zero")
     module = made(language_model_folder, moved=False, keep_tolerance=0.05)
     seen: list[Any] = []
 
