@@ -12,15 +12,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from lightning.pytorch.utilities import rank_zero_warn
+
 from pl_pointwise import Constraint
-from pl_pointwise.errors import DataError
-from pl_pointwise.tasks.common.records import (
-    digest,
-    folded,
-    refused,
-    report_skipped,
-    shown,
-)
+from pl_pointwise.tasks.common.records import digest, folded, shown
 
 from .roles import Requirement, divergence, drop, lead, log_ratio
 from .text.messages import Answer, answer_text
@@ -65,48 +60,45 @@ class Asked:
         )
 
 
-def without_contradictions(
-    records: Sequence[Record], module: Asking, skip_invalid: bool | None
-) -> list[Record]:
-    """The records without those that contradict an earlier one by the bounds in force.
+def warn_of_contradictions(records: Sequence[Record], module: Asking) -> None:
+    """Warns once of records that ask for the opposite of an earlier one, by the bounds in force.
 
-    Raises:
-        DataError: one does, and it is not to be skipped.
+    They are trained on all the same: a ``Relaxed`` formulation is made for samples that cannot all
+    be satisfied.
     """
     # Without a formulation bounds are only measured.
     if not module.formulations:
-        return [*records]
+        return
     known: dict[str, list[Asked]] = {}
-    kept = list[Record]()
     problems = list[str]()
     for record in records:
         prompt = digest(folded([record.messages, record.tools]))
         asked = [(digest(prompt, about), one) for about, one in _asked(record, module)]
         problem = _first_problem(asked, known)
-        if problem is not None:
-            problems.append(refused(problem, skip_invalid))
-            continue
-        kept.append(record)
+        if problem:
+            problems.append(problem)
         for key, one in asked:
             known.setdefault(key, []).append(one)
     if problems:
-        report_skipped("records of one prompt", problems, len(kept))
-    return kept
+        rank_zero_warn(
+            f"{len(problems)} of {len(records)} records ask for the opposite of an earlier one, "
+            f"and both cannot hold; the first: {problems[0]} Take one of the two out, or change "
+            "its role or its bound; Relaxed(price=10) trains on both and leaves each in part."
+        )
 
 
 def _first_problem(
     asked: Sequence[tuple[str, Asked]], known: Mapping[str, Sequence[Asked]]
-) -> DataError | None:
+) -> str:
     """Of what a record asks, by prompt and answer, the first that an earlier one contradicts."""
     for key, one in asked:
         other = next((o for o in known.get(key, ()) if one.contradicts(o)), None)
         if other is not None:
-            return DataError(
+            return (
                 f"{one.where}: {one.words}, and the same prompt in {other.where} says the "
-                f"opposite: {other.words}. Both cannot hold. Take one of the two out, or change "
-                "its role or its bound."
+                f"opposite: {other.words}."
             )
-    return None
+    return ""
 
 
 def _asked(record: Record, module: Asking) -> Iterator[tuple[list[Any], Asked]]:

@@ -25,7 +25,7 @@ from pl_pointwise.tasks.common.data import RecordsDataModule, check_fractions
 from pl_pointwise.tasks.common.models import check_known, limits_of_model
 from pl_pointwise.tasks.common.records import CHUNK, digest, refused, report_skipped
 
-from .contradictions import without_contradictions
+from .contradictions import warn_of_contradictions
 from .model.loading import load_encoder
 from .roles import collate_rows
 from .text.conversations import ConversationEncoder
@@ -173,7 +173,7 @@ class ResponseDataModule(RecordsDataModule):
         module: Any = getattr(self.trainer, "lightning_module", None)
         # The bounds are the module's; of data set up by hand there are none.
         if name == "train" and hasattr(module, "learnt_roles"):
-            records = without_contradictions(records, module, self.skips(name))
+            warn_of_contradictions(records, module)
         # A model may have fewer positions, and fewer rows of embeddings, than its tokenizer allows.
         most, rows = limits_of_model(self.trainer)
         return EncodedResponses(

@@ -1,16 +1,17 @@
-"""Two records of one prompt that ask for opposite things of one answer are refused by name."""
+"""Records that ask for opposite things of one answer to one prompt are named before training."""
 
 from __future__ import annotations
 
+import re
+import warnings
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from pl_pointwise import Constraint, Pointwise
-from pl_pointwise.errors import DataError
 from pl_pointwise.tasks import ConversationModule, SafetyModule, When2CallModule
-from pl_pointwise.tasks.language_model.contradictions import without_contradictions
+from pl_pointwise.tasks.language_model.contradictions import warn_of_contradictions
 from pl_pointwise.tasks.language_model.text.records import Record, Response
 from tests.tasks.conftest import quiet_trainer
 from tests.tasks.conversation.conftest import data_of, made, written
@@ -33,6 +34,14 @@ def asking(
         formulations=bounds,
         learnt_roles={*learnt},
     )
+
+
+def told(records: list[Record], module: Any) -> str:
+    """The warning, or ""."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        warn_of_contradictions(records, module)
+    return "".join(str(each.message) for each in caught)
 
 
 def record(
@@ -79,26 +88,19 @@ def test_two_roles_contradict_each_other_by_their_bounds(
         records = [record(one, **own), record(two, " Foo.\n", 2, "q? ", **others)]
         free = [record(one, **own), record(two, "Bar.", 2, **others)]
         free += [record(two, line=3, prompt="Another?", **others)]
-        assert without_contradictions(free, module, False) == free
-        if not opposite:
-            assert without_contradictions(records, module, False) == records
-            continue
-        with pytest.raises(DataError) as caught:
-            without_contradictions(records, module, False)
-        for part in ("own.jsonl, line 1", "line 2: field", one, two, "Take one of the"):
-            assert part in str(caught.value)
+        assert not told(free, module)
+        said = told(records, module)
+        assert bool(said) == opposite
+        if opposite:
+            for part in ("1 of 2", "own.jsonl, line 1", "line 2: field", one, two):
+                assert part in said
 
 
-def test_what_is_not_in_force_contradicts_nothing_and_bad_records_can_be_skipped() -> (
-    None
-):
+def test_what_is_not_in_force_contradicts_nothing() -> None:
     records = [record("prefer"), record("avoid", line=2), record("learn", "L.", 3)]
-    only = {"prefer": BOUNDS["prefer"]}
-    assert without_contradictions(records, asking(bounds=only), False) == records
-    assert without_contradictions(records, asking(bounds={}), False) == records
-    with pytest.warns(UserWarning, match="left out 1 of 3 .*line 2"):
-        kept = without_contradictions(records, asking(), True)
-    assert kept == [records[0], records[2]]
+    assert not told(records, asking(bounds={"prefer": BOUNDS["prefer"]}))
+    assert not told(records, asking(bounds={}))
+    assert "1 of 3 records" in told(records, asking())
 
 
 @pytest.mark.parametrize(("margin", "opposite"), [(0.1, True), (-0.1, False)])
@@ -111,12 +113,10 @@ def test_a_pair_and_the_same_pair_the_other_way_round(margin, opposite) -> None:
     module = asking(When2CallModule, {"ratio": Constraint(at_least=margin)})
     both = [pair("a", "b", 1), pair("b", "a", 2)]
     same = [pair("a", "b", 1), pair("a", "b", 2), pair("a", "c", 3)]
-    assert without_contradictions(same, module, False) == same
-    if not opposite:
-        assert without_contradictions(both, module, False) == both
-        return
-    with pytest.raises(DataError, match=r"line 2: 'b' is preferred to 'a'.*line 1"):
-        without_contradictions(both, module, False)
+    assert not told(same, module)
+    assert bool(told(both, module)) == opposite
+    if opposite:
+        assert re.search(r"line 2: 'b' is preferred to 'a'.*line 1", told(both, module))
 
 
 def test_a_refusal_that_is_asked_for_and_forbidden() -> None:
@@ -133,11 +133,11 @@ def test_a_refusal_that_is_asked_for_and_forbidden() -> None:
         )
         for line, kind in ((1, "unsafe"), (2, "benign"))
     ]
-    with pytest.raises(DataError, match=r"f, line 2: .*f, line 1 says the opposite"):
-        without_contradictions(records, asking(SafetyModule, bounds), False)
+    said = told(records, asking(SafetyModule, bounds))
+    assert re.search(r"f, line 2: .*f, line 1 says the opposite", said)
 
 
-def test_a_fit_refuses_them_before_it_trains(language_model_folder, tmp_path) -> None:
+def test_a_fit_names_them_before_it_trains(language_model_folder, tmp_path) -> None:
     """The same text as prefer and as avoid was trained without a word."""
     rows = [
         {"prompt": "Q?", "answer": "Foo.", "role": "prefer"},
@@ -146,11 +146,13 @@ def test_a_fit_refuses_them_before_it_trains(language_model_folder, tmp_path) ->
     ]
     module = made(language_model_folder, formulation=Pointwise())
     file = written(tmp_path, rows)
-    with pytest.raises(DataError) as caught:
+    with pytest.warns(UserWarning, match="ask for the opposite") as caught:
         quiet_trainer(tmp_path, max_epochs=1).fit(module, data_of(file))
-    assert str(caught.value) == (
+    (said,) = (str(w.message) for w in caught if "opposite" in str(w.message))
+    assert said == (
+        "1 of 3 records ask for the opposite of an earlier one, and both cannot hold; the first: "
         f'{file}, line 2: field "role" of the answer \'Foo.\' is "avoid" (s̄ ≤ -4), and the same '
         f"prompt in {file}, line 1 says the opposite: field \"role\" of the answer 'Foo.' is "
-        '"prefer" (s̄ ≥ -0.02). Both cannot hold. Take one of the two out, or change its role or '
-        "its bound. (invalid: skip leaves such records out.)"
+        '"prefer" (s̄ ≥ -0.02). Take one of the two out, or change its role or its bound; '
+        "Relaxed(price=10) trains on both and leaves each in part."
     )
