@@ -1,6 +1,6 @@
 """Ten differential equations with known solutions: Pointwise() beside seven weights of a loss.
 
-    python -m benchmarks.physics                       (all: about 6 minutes of a CPU)
+    python -m benchmarks.physics                       (all: about an hour of a CPU)
     python -m benchmarks.physics --equations heat wave --seeds 0
     python -m benchmarks.physics --output results/mine.csv --methods 'Pointwise()'
 
@@ -37,7 +37,7 @@ WEIGHTS = (0.01, 0.1, 1.0, 10.0, 100.0, 1000.0, 10000.0)
 OURS = "Pointwise()"
 OBJECTIVE = "Pointwise(), data as objective"
 UNITS = {f"Pointwise(), {EQUATION} × {unit:g}": unit for unit in (1000.0, 0.001)}
-STEPS = {1: 4_000, 2: 1_500}
+STEPS = {1: 4_000, 2: 6_000}
 """By the number of coordinates."""
 Row = dict[str, Any]
 
@@ -50,7 +50,7 @@ def main(arguments: list[str] | None = None) -> None:
         "--methods", nargs="+", default=[OURS, "weights", *UNITS, OBJECTIVE]
     )
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1])
-    parser.add_argument("--steps", type=int, help="instead of 4,000 and 1,500")
+    parser.add_argument("--steps", type=int, help="instead of 4,000 and 6,000")
     parser.add_argument("--output", type=Path, default=RESULTS)
     of = parser.parse_args(arguments)
     known = EQUATIONS | TRIALS

@@ -12,7 +12,7 @@ from benchmarks.tasks.task import Parameters, slope
 from .equation import EQUATION, Equation, inside, on_side, twice
 
 PI = math.pi
-INSIDE, SIDE = 150, 15
+INSIDE, SIDE = 500, 15
 ON_A_LINE = 64
 DAMPING, STIFFNESS = 4.0, 400.0
 DIFFUSIVITY = 0.1

@@ -31,9 +31,9 @@ from .unicycle import (
     within_bounds,
 )
 
-EPOCHS, BATCH, RATE, WIDTH = 200, 300, 1e-3, 200
+EPOCHS, BATCH, RATE, WIDTH = 300, 1000, 1e-3, 200
 WITHOUT_MEMORY = "Pointwise(memory=False)"
-DRIVEN = 300
+DRIVEN = 1000
 """Loops an epoch, each from a start of its own."""
 SPREAD = (2.3, 1.4)
 """What positions are divided by, so that the network reads numbers near 1."""
