@@ -5,11 +5,11 @@ At a constrained optimum ∇ℓ₀ = −Σ λ∇v. So the multipliers of a const
     Λ = ‖∇ mean ℓ₀‖ / ‖∇ mean v‖,  the second mean over the violated values,
 
 whatever ℓ₀ and v are measured in, and whatever constant ℓ₀ has. With r the mean of the violated
-values, m that of (v)₊ over all values, M the largest that m was, forgotten within an epoch and a
-half (never without λ of samples), λ̄ the mean multiplier of the values that have a force or a
-multiplier, s the share of the values that violate or have a multiplier, Λ₀ the first Λ or the
-present one, whichever is less, L ten in a run of at most ten epochs, else 1, and v⁺ = v + r/4 (v
-for an equality),
+values, m that of (v)₊ over all values, M the largest that m was (forgotten within
+an epoch and a half; never where samples have no λ), λ̄ the mean multiplier of the values that have a
+force or a multiplier, s the share of the values that violate or have a multiplier, Λ₀ the first Λ
+or the present one, whichever is less, L ten in a run of at most ten epochs, else 1, and
+v⁺ = v + r/4 (v for an equality),
 
     P = min(max(2Λ·M/m + λ̄, 2Λ₀·min(1/s, L)), 100Λ),
     force on a sample: (λ + P·min(v⁺/r, 1))₊,    update: λ ← (λ + min(0.6P, 10Λ)·clip(v⁺/r, ±1))₊.

@@ -399,8 +399,9 @@ def field(row: dict[str, Any], name: str, where: str, prefix: str = "") -> Any:
     if name not in row:
         names = ", ".join(map(shown, list(row)[:12])) or "nothing"
         # Another spelling of it stands there, which the user takes for it.
-        found = get_close_matches(name, [str(key) for key in row], 1, cutoff=0.7)
-        remedy = f"Write {shown(found[0])} so" if found else "Add it"
+        near = get_close_matches(name, [str(key) for key in row], 1, cutoff=0.7)
+        # The field is to be renamed as the message calls it.
+        remedy = f"Rename {shown(near[0])}" if near else "Add it"
         raise DataError(
             f'{where}: field "{prefix}{name}" is missing (found: {names}). {remedy}.'
         )

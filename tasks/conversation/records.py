@@ -285,8 +285,8 @@ def read_record(
         row.read |= _ANSWERS
         _check_spelling(row, where)
         options = {key: row[key] for key in _BOUND if row.get(key) is not None}
-        given = {"role": "refuse", **options}
-        refusal = parse_response(given, where, "role", prefix="")
+        fields = {"role": "refuse", **options}
+        refusal = parse_response(fields, where, "role", prefix="")
         return make_record(row, conversation(row, where), [refusal], where)
     name = told(row, where)
     if name in ("records", "answer"):  # Our own.

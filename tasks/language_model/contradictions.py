@@ -165,24 +165,24 @@ def _interval(
     requirement: Requirement, response: Response, bound: Constraint
 ) -> tuple[str, float, float] | None:
     """(scale, low, high) of the mean log-likelihood; None of a band around nothing yet."""
-    own = response.tolerance
+    tolerance = response.tolerance
     # The reference's s̄ less ε; a floor has no bound of a response's own.
     if requirement.value is drop:
         assert bound.at_most is not None
         return "s̄ − s̄_ref", -bound.at_most, math.inf
     scale = "s̄ − s̄_ref" if response.relative else "s̄"
-    own = -own if own is not None and response.relative else own
+    tolerance = -tolerance if tolerance is not None and response.relative else tolerance
     if requirement.bound == "within":
-        if own is None:
+        if tolerance is None:
             return None
         assert bound.at_most is not None
         assert bound.at_least is not None
-        return scale, own + bound.at_least, own + bound.at_most
+        return scale, tolerance + bound.at_least, tolerance + bound.at_most
     if requirement.bound == "at_least":
-        low = bound.at_least if own is None else own
+        low = bound.at_least if tolerance is None else tolerance
         assert low is not None
         return scale, low, math.inf
-    high = bound.at_most if own is None else own
+    high = bound.at_most if tolerance is None else tolerance
     assert high is not None
     return scale, -math.inf, high
 

@@ -231,7 +231,7 @@ BAD_ROWS += [
         {"promt": "Hi", "respones": []},
         ['Did you mean "prompt"?', 'Did you mean "responses"?'],
     ),
-    ({"promt": "Hi", "answer": "yes"}, ['"prompt" is missing', "Write 'promt' so"]),
+    ({"promt": "Hi", "answer": "yes"}, ['"prompt" is missing', "Rename 'promt'"]),
     # The option itself.
     ({"prompt": "Hi"}, ["keep_file with --data.init_args.own_answers true"]),
 ]
