@@ -17,13 +17,13 @@ SECTION = """
 All have the setting of the steps above; equations of two coordinates have 500 points inside
 (Burgers 1,000) and 6,000 steps, the others 64 points and 4,000 steps. Beside them stands the
 usual loss, with seven weights: the mean square of the equation, plus .01, .1, 1, 10, 100, 1,000
-or 10,000 times the mean squares of all other conditions. Network (two layers of 32), points, steps and Adam are the
-same. A number is the error ‖u − solution‖/‖solution‖, mean over {seeds}; an error near 1 means
-that nothing was learnt. The oscillator is not that of the program above: it is four times as
-stiff, u″ + 4u′ + 400u = 0, and there are no data. The last column says by how much of itself
-the error of `Pointwise()` changes when the equation is written in another unit, a thousand times
-as small or as large. What changes it is rounding, which grows in a long run. A weight would
-have to be changed by a factor of a million.
+or 10,000 times the mean squares of all other conditions. Network (two layers of 32), points,
+steps and Adam are the same. A number is the error ‖u − solution‖/‖solution‖, mean over {seeds};
+an error near 1 means that nothing was learnt. The oscillator is not that of the program above:
+it is four times as stiff, u″ + 4u′ + 400u = 0, and there are no data. The last column says by
+how much of itself the error of `Pointwise()` changes when the equation is written in another
+unit, a thousand times as small or as large. What changes it is rounding, which grows in a long
+run. A weight would have to be changed by a factor of a million.
 
 {table}
 
