@@ -33,9 +33,10 @@ of the seven weights in {near}.
 
 - **Beam:** its error is what its tolerance allows; with a tenth of it the error is .00013 (two
   seeds).
-- **Helmholtz:** one of two seeds stays at u ≈ 0, where the edge is met: every requirement pushes
-  with its whole force, however little it is violated, so the first step away from 0 is undone. A
-  squared loss hardly feels so small a violation. Weights of 100 and more find the solution.
+- **Helmholtz:** one of two seeds stays at u ≈ 0, where the edge is met, and in another unit the
+  other one does too: every requirement pushes with its whole force, however little it is violated,
+  so the first step away from 0 is undone. A squared loss hardly feels so small a violation: with
+  weights of 100 and 1,000 it finds the solution.
 - **Points and steps matter more than weights.** With 150 points and 1,500 steps in place of 500
   and 6,000 no method came below .1 on Klein–Gordon, and `Pointwise()` ended at .74; at .025, not
   .0013, where the diffusivity is unknown.
