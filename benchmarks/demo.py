@@ -224,6 +224,12 @@ def main(arguments: list[str] | None = None) -> None:
         print(f"\n{QUICK}.")
 
 
+def budget() -> float:
+    """How far an answer to keep may move, nats per token."""
+    recipe = yaml.safe_load(RECIPE["config"].read_text("utf-8"))
+    return float(recipe["model"]["init_args"]["keep_tolerance"])
+
+
 def results(folder: Path) -> tuple[dict[str, Answers], list[dict[str, str]]]:
     """The answers of each method, and the lines of comparison.csv."""
     names = list(yaml.safe_load(RECIPE["methods"].read_text("utf-8")))

@@ -28,7 +28,6 @@ PARTS = {
     "family": "Optimisation problems",
 }
 """The folders, in the order of the page."""
-BUDGET = "0.01 nats per token"
 
 
 @dataclass(frozen=True)
@@ -69,7 +68,7 @@ def page_of(folder: Path, note: str = "") -> Page:
         note: stands above all else.
     """
     answers, rows = demo.results(folder / "keep")
-    tables = [_shares(rows), *_answers(demo.asked(answers))]
+    tables = [_shares(answers, rows), *_answers(demo.asked(answers))]
     for name, part in WITH_METRICS.items():
         tables.append(_table(folder / name, PARTS[name], part))
     pictures = []
@@ -110,17 +109,19 @@ def _answers(prompts: list[demo.Asked]) -> list[Table]:
     return tables
 
 
-def _shares(rows: list[dict[str, str]]) -> Table:
+def _shares(of_method: dict[str, demo.Answers], rows: list[dict[str, str]]) -> Table:
     lines = []
-    for name, found in demo.shares_of(rows).items():
-        shares = {column: f"{found[column]:.2f}" for column in demo.SHARES}
-        lines.append({"method": name, **shares})
+    for name, shares in demo.shares_of(rows).items():
+        cells = {column: f"{shares[column]:.2f}" for column in demo.SHARES}
+        lines.append({"method": name, **cells})
+    ours = of_method[demo.OURS]
+    learnt, kept, held_out = (len(ours[kind]) for kind in demo.KINDS)
     return Table(
         LANGUAGE,
-        "It learns 24 facts about a library, and is to answer everything else as before: of 42 "
-        f"answers to keep each may move by a KL of at most {BUDGET} to the model before; 14 others "
-        f"are held out. {demo.sentence_of(rows)} Shares; changed: another text, by a word or "
-        "altogether; beyond: moved further than the budget.",
+        f"It learns {learnt} facts about a library, and is to answer everything else as before: of "
+        f"{kept} answers to keep each may move by a KL of at most {demo.budget():g} nats per token "
+        f"to the model before; {held_out} others are held out. {demo.sentence_of(rows)} Shares; "
+        "changed: another text, by a word or altogether; beyond: moved further than the budget.",
         pd.DataFrame(lines),
     )
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 
 
 class DataError(ValueError):
@@ -16,6 +17,24 @@ class TrainingError(RuntimeError):
 
 class UnsupportedError(RuntimeError):
     """A way to compute something that this model does not allow; it ends a run that chose it."""
+
+
+@dataclass(frozen=True)
+class Words:
+    """How the user of a door calls what he gives, for what errors say: a module's, if not others.
+
+    A door is what a user trains by: a module, a loss in a loop, the mix-in for a Trainer.
+    """
+
+    objective: str = "objective()"
+    values: str = "constraint_values()"
+    masks: str = "membership()"
+    strict: str = "strict_values()"
+    index: str = 'batch["index"]'
+    owner: str = "module"  #: of ``multipliers``
+
+
+OF_METHODS = Words()
 
 
 def printable(text: object, longest: int = 400) -> str:

@@ -12,8 +12,7 @@ from collections.abc import Iterator, Mapping
 import torch
 from torch import Tensor
 
-from .errors import TrainingError
-from .lagrangian.terms import OF_METHODS, Words
+from .errors import OF_METHODS, TrainingError, Words
 
 
 class Multipliers(Mapping[str, Tensor]):
@@ -140,13 +139,8 @@ class Multipliers(Mapping[str, Tensor]):
             for name, table in state.items()
         }
 
-    def table(
-        self, name: str, shape: tuple[int, ...] | None = None, *, square: bool = False
-    ) -> Tensor:
-        """λ of a constraint, not a copy; of a shape allocated where it is not yet, or refused.
-
-        square: whether a sample has as many values as its batch has samples.
-        """
+    def table(self, name: str, shape: tuple[int, ...] | None = None) -> Tensor:
+        """λ of a constraint, not a copy; of a shape allocated where it is not yet, or refused."""
         if shape is None:
             return self._tables[name]
         if name not in self._tables:
@@ -162,17 +156,13 @@ class Multipliers(Mapping[str, Tensor]):
             self._initial.pop(name, None)
         table = self._tables[name]
         if tuple(table.shape) != shape:
-            likely = (
-                "A sample has as many values here as the batch has samples: was (B, 1) put against "
-                "(B,) and broadcast to (B, B)? Then bring both to (B,), as by prediction[:, 0]. "
-                if square
-                else ""
-            )
             raise TrainingError(
                 f'Constraint "{name}": multipliers of shape {tuple(table.shape)}, values that need '
-                f"{shape}. {likely}A sample has as many values in every batch: pad to one width, "
-                f"not to each batch's longest row, and mark what is missing in {self.words.masks}. "
-                f"Of another task, call {self.words.owner}.multipliers.reset()."
+                f"{shape}. A sample has as many values in every batch: pad to one width, not to "
+                f"each batch's longest row, and mark what is missing in {self.words.masks}. Is the "
+                "width the batch's size, then (B, 1) was broadcast against (B,): bring both to "
+                "(B,), as by prediction[:, 0]. Of another task, call "
+                f"{self.words.owner}.multipliers.reset()."
             )
         return table
 

@@ -18,14 +18,13 @@ from transformers import TrainerCallback
 from .constraint import Constraint
 from .data import without_index
 from .data.fingerprints import fingerprint_of_content
-from .errors import TrainingError
+from .errors import TrainingError, Words
 from .formulations import Formulation, Pointwise
 from .lagrangian.checks import Door
 from .lagrangian.group_means import worst_mean
 from .lagrangian.lagrangian import Lagrangian
 from .lagrangian.terms import (
     OBJECTIVE,
-    Words,
     build_terms,
     carries,
     group_numbers,
@@ -51,9 +50,9 @@ from .trainer_settings import (
 )
 
 WORDS = Words(
-    "The objective of terms()",
-    "The values of terms()",
-    "The masks of terms()",
+    objective="The objective of terms()",
+    values="The values of terms()",
+    masks="The masks of terms()",
     index="The column index",
     owner="trainer.constrained",
 )

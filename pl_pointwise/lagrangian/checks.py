@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 
 from ..constraint import Constraint
-from ..errors import TrainingError
+from ..errors import TrainingError, Words
 from ..formulations import Formulation
 from ..report.history import History
-from .terms import OBJECTIVE, Terms, Words, over_ranks
+from .terms import OBJECTIVE, Terms, over_ranks
 
 Warn = Callable[[str], None]
 """Takes a warning."""
@@ -31,7 +31,12 @@ class Door:
     )
     words: Words = field(
         default_factory=lambda: Words(
-            "objective", "values", "masks", "strict", "index", "constrained"
+            objective="objective",
+            values="values",
+            masks="masks",
+            strict="strict",
+            index="index",
+            owner="constrained",
         )
     )
 

@@ -111,10 +111,7 @@ class PerSample(Scope):
         samples = self.multipliers.samples
         if not samples:
             return torch.zeros_like(violation)
-        width = violation.shape[1]
-        # Of (B, B), whose width is the batch's: the last one of an epoch is smaller.
-        square = width == len(violation) * self.sides
-        table = self.multipliers.table(self.name, (samples, width), square=square)
+        table = self.multipliers.table(self.name, (samples, violation.shape[1]))
         try:
             rows = table[index].masked_fill_((index < 0)[:, None], 0.0)
         except IndexError as error:

@@ -16,7 +16,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from ..constraint import Constraint
-from ..errors import DataError, TrainingError
+from ..errors import OF_METHODS, DataError, TrainingError, Words
 from ..formulations import Formulation
 
 OBJECTIVE = "objective"
@@ -107,21 +107,6 @@ class MicroBatch:
 
 
 # From what a task or a loop gives -----------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Words:
-    """How a door's users call what they give, for what errors say: a module's, if not others."""
-
-    objective: str = "objective()"
-    values: str = "constraint_values()"
-    masks: str = "membership()"
-    strict: str = "strict_values()"
-    index: str = 'batch["index"]'
-    owner: str = "module"  #: of ``multipliers``
-
-
-OF_METHODS = Words()
 
 
 def masks_from(

@@ -19,12 +19,11 @@ from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from ..data import fingerprint, groups_of
 from ..data.fingerprints import RANDOM_ROWS
-from ..errors import TrainingError, refuse_damaged
+from ..errors import OF_METHODS, TrainingError, refuse_damaged
 from ..evaluation import Evaluator
 from ..lagrangian.checks import Door
 from ..lagrangian.gradient_units import norm_of
 from ..lagrangian.lagrangian import Lagrangian
-from ..lagrangian.terms import OF_METHODS
 from ..printing import say
 from ..report.closing_table import Conditions
 from ..task import Task, notes_of, objects_of_all_ranks, warn

@@ -179,9 +179,11 @@ class RecordsDataModule(PointwiseDataModule):
             self.note_held_out(all_splits, named["train"], shares)
         splits = {split: all_splits[split] for split in SPLITS if split in all_splits}
         sources = {}
-        for split in splits:
-            part = files_of(splits[split]) or named["train"]
-            sources[split] = named[split] or f"the {split} part of {part}"
+        for split, records in splits.items():
+            sources[split] = named[split]
+            if not named[split]:
+                part = files_of(records) or named["train"]
+                sources[split] = f"the {split} part of {part}"
         warn_of_shared(splits, sources)
         return splits
 

@@ -399,9 +399,8 @@ def field(row: dict[str, Any], name: str, where: str, prefix: str = "") -> Any:
     if name not in row:
         names = ", ".join(map(shown, list(row)[:12])) or "nothing"
         # Another spelling of it stands there, which the user takes for it.
-        near = get_close_matches(name, [str(key) for key in row], 1, cutoff=0.7)
-        # The field is to be renamed as the message calls it.
-        remedy = f"Rename {shown(near[0])}" if near else "Add it"
+        near = nearest(name, map(str, row))
+        remedy = f"Rename {shown(near)}" if near else "Add it"
         raise DataError(
             f'{where}: field "{prefix}{name}" is missing (found: {names}). {remedy}.'
         )
@@ -422,16 +421,20 @@ def bad_field(where: str, name: str, problem: str, remedy: str) -> DataError:
     return DataError(f'{where}: field "{name}" {problem}. {remedy}.')
 
 
-def did_you_mean(word: Any, known: Iterable[str], before: str = "") -> str:
+def nearest(word: str, known: Iterable[str]) -> str:
+    """The known word that is spelt nearly so; "" where none is."""
+    near = get_close_matches(word.strip().lower(), [*known], 1, cutoff=0.7)
+    return near[0] if near else ""
+
+
+def did_you_mean(word: Any, known: Iterable[str]) -> str:
     """A question for the nearest known word, with a blank behind it; "" where none is near.
 
     >>> did_you_mean("anwser", ["answer", "prompt"])
     'Did you mean "answer"? '
     """
-    if not isinstance(word, str):
-        return ""
-    near = get_close_matches(word.strip().lower(), [*known], 1, cutoff=0.7)
-    return f'{before}Did you mean "{near[0]}"? ' if near else ""
+    near = nearest(word, known) if isinstance(word, str) else ""
+    return f'Did you mean "{near}"? ' if near else ""
 
 
 def shown(value: Any) -> str:

@@ -112,9 +112,8 @@ def parse_response(
 
 def _role(value: Any, where: str, name: str) -> str:
     """The value, if it is a role; ``name`` is the field's in the record."""
-    role: str | None = next((known for known in ROLES if known == value), None)
-    if role is not None:
-        return role
+    if value in ROLES:
+        return str(value)
     problem = "is missing" if value is None else f"is {shown(value)}"
     near = did_you_mean(value, ROLES)
     raise bad_field(where, name, problem, f"{near}Give one of {', '.join(ROLES)}")
@@ -339,13 +338,12 @@ def told(row: Mapping[str, Any], where: str) -> str:
     )
 
 
-_FIELD_NAMES = sorted({*PROMPTS, *_TEXTS, "role", *_BOUND, "system", "tools"})
-
-
 def _near_fields(row: Mapping[str, Any]) -> str:
     """Of names that are not read the nearest that are; "" where none is near."""
-    return "".join(
-        did_you_mean(name, _FIELD_NAMES, f"{shown(name)}: ")
-        for name in row
-        if name not in _FIELD_NAMES
-    )
+    known = sorted({*PROMPTS, *_TEXTS, "role", *_BOUND, "system", "tools"})
+    questions = []
+    for name in row:
+        question = did_you_mean(name, known) if name not in known else ""
+        if question:
+            questions.append(f"{shown(name)}: {question}")
+    return "".join(questions)

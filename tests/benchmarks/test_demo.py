@@ -152,6 +152,8 @@ def test_its_quick_form_prints_what_was_answered_after_training(
     html = page.read_text("utf-8")
     assert html.count(f'<p class="warning">{demo.QUICK}</p>') == 1
     assert html.count("data:image/png;base64,") == len(CAPTIONS) * len(demo_page.PARTS)
+    assert "It learns 4 facts" in html
+    assert "a KL of at most 0.01 nats" in html
     for part in demo_page.PARTS:
         assert f'<a href="{part}/report.html">' in html
     for row in tested["to learn"]:

@@ -179,7 +179,11 @@ def test_values_that_were_broadcast_are_told_at_the_last_batch_too() -> None:
     step(torch.arange(6))
     with pytest.raises(TrainingError) as caught:
         step(torch.arange(6, 10))
-    for part in ("(B, 1) put against (B,)", "missing in masks.", "constrained.multi"):
+    for part in (
+        "(B, 1) was broadcast against (B,)",
+        "missing in masks.",
+        "constrained.multi",
+    ):
         assert part in str(caught.value)
     assert "membership()" not in str(caught.value)
 

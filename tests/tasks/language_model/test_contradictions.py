@@ -56,32 +56,16 @@ def record(
     ("first", "second", "opposite"),
     [
         (("prefer", {}), ("avoid", {}), True),
-        (("prefer", {"tolerance": -5.0}), ("avoid", {}), False),
-        (("prefer", {}), ("avoid", {"tolerance": -0.01}), False),
         (("learn", {}), ("avoid", {}), True),
         (("keep", {}), ("avoid", {}), True),
         (("learn", {}), ("prefer", {}), False),
-        (("reference", {}), ("avoid", {}), False),  # By a KL, which gives way.
-        (("prefer", {}), ("forget", {"tolerance": -2.0}), True),
-        (("avoid", {}), ("forget", {"tolerance": -2.0}), True),
-        (("avoid", {}), ("forget", {"tolerance": -6.0}), False),
-        # Which of the two is higher depends on the model.
-        (("prefer", {"tolerance": 0.1, "relative": True}), ("avoid", {}), False),
-        (
-            ("prefer", {"tolerance": 0.1, "relative": True}),
-            ("avoid", {"tolerance": 0.5, "relative": True}),
-            True,
-        ),
-        (
-            ("prefer", {"tolerance": 0.5, "relative": True}),
-            ("avoid", {"tolerance": 0.1, "relative": True}),
-            False,
-        ),
+        (("reference", {}), ("avoid", {}), False),  # Nothing that is enforced.
+        # A bound of a record's own may leave room for both.
+        (("prefer", {"tolerance": -5.0}), ("avoid", {}), False),
+        (("avoid", {}), ("forget", {"tolerance": -2.0}), False),
     ],
 )
-def test_two_roles_contradict_each_other_by_their_bounds(
-    first, second, opposite
-) -> None:
+def test_two_roles_contradict_each_other(first, second, opposite) -> None:
     """In either order of the lines; other answers and other prompts are no matter."""
     module = asking(learnt=["learn"])
     for (one, own), (two, others) in ((first, second), (second, first)):
@@ -92,7 +76,7 @@ def test_two_roles_contradict_each_other_by_their_bounds(
         said = told(records, module)
         assert bool(said) == opposite
         if opposite:
-            for part in ("1 of 2", "own.jsonl, line 1", "line 2: field", one, two):
+            for part in ("1 of 2", "own.jsonl, line 1: ", "own.jsonl, line 2: "):
                 assert part in said
 
 
@@ -116,7 +100,8 @@ def test_a_pair_and_the_same_pair_the_other_way_round(margin, opposite) -> None:
     assert not told(same, module)
     assert bool(told(both, module)) == opposite
     if opposite:
-        assert re.search(r"line 2: 'b' is preferred to 'a'.*line 1", told(both, module))
+        said = told(both, module)
+        assert re.search(r"line 2: 'b' is preferred to 'a'; .*line 1: 'a' is", said)
 
 
 def test_a_refusal_that_is_asked_for_and_forbidden() -> None:
@@ -134,7 +119,7 @@ def test_a_refusal_that_is_asked_for_and_forbidden() -> None:
         for line, kind in ((1, "unsafe"), (2, "benign"))
     ]
     said = told(records, asking(SafetyModule, bounds))
-    assert re.search(r"f, line 2: .*f, line 1 says the opposite", said)
+    assert re.search(r"f, line 2: .*\(comply\); f, line 1: .*\(refuse\)", said)
 
 
 def test_a_fit_names_them_before_it_trains(language_model_folder, tmp_path) -> None:
@@ -150,9 +135,8 @@ def test_a_fit_names_them_before_it_trains(language_model_folder, tmp_path) -> N
         quiet_trainer(tmp_path, max_epochs=1).fit(module, data_of(file))
     (said,) = (str(w.message) for w in caught if "opposite" in str(w.message))
     assert said == (
-        "1 of 3 records ask for the opposite of an earlier one, and both cannot hold; the first: "
-        f'{file}, line 2: field "role" of the answer \'Foo.\' is "avoid" (s̄ ≤ -4), and the same '
-        f"prompt in {file}, line 1 says the opposite: field \"role\" of the answer 'Foo.' is "
-        '"prefer" (s̄ ≥ -0.02). Take one of the two out, or change its role or its bound; '
-        "Relaxed(price=10) trains on both and leaves each in part."
+        "1 of 3 records ask for the opposite of an earlier one of the same prompt; the first: "
+        f"{file}, line 2: 'Foo.' has the role \"avoid\" (avoid); {file}, line 1: 'Foo.' has the "
+        'role "prefer" (prefer). Take one of the two out; Relaxed(price=10) trains on both and '
+        "leaves each in part."
     )
