@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import warnings
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -118,7 +119,12 @@ def test_a_refusal_that_is_asked_for_and_forbidden() -> None:
         )
         for line, kind in ((1, "unsafe"), (2, "benign"))
     ]
-    said = told(records, asking(SafetyModule, bounds))
+    module = asking(SafetyModule, bounds)
+    again = replace(records[0], where="f, line 3")
+    assert not told(
+        [records[0], again], module
+    )  # Both are unsafe: comply asks nothing.
+    said = told(records, module)
     assert re.search(r"f, line 2: .*\(comply\); f, line 1: .*\(refuse\)", said)
 
 
