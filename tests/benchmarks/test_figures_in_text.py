@@ -329,7 +329,8 @@ def test_what_narrows_the_gap_to_new_inputs() -> None:
             exact = off_the_front(runs, recipe, column)
             assert is_interval(cell, exact), (name, column, cell, exact)
     (said,) = of_sentence(
-        "settings.md", rf"frozen encoder {N} of the new pairs were in the wrong order"
+        "settings.md",
+        rf"frozen encoder {N} of the new pairs, of the test split, were in the wrong order",
     )
     wrong = runs[runs["recipe"] == "pointwise"]["wrong order"].mean()
     assert is_shown(said, wrong)
